@@ -53,6 +53,11 @@ class Qemu:
     def __init__(self, variant):
         self.dir = BUILD / variant
 
+    def version(self):
+        """Major and minor, as numbers."""
+        words = run(self.img('--version')).out.split()
+        return tuple(int(word) for word in words[2].split('.')[:2])
+
     def img(self, *args):
         return [self.dir / 'qemu-img', *args]
 

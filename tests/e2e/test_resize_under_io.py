@@ -110,18 +110,26 @@ class TestOnExt3(UnderIo, TargetCase):
 
 
 class StorageDaemon:
-    """A qemu-storage-daemon with a FUSE export, told what to do by QMP."""
+    """A qemu-storage-daemon with a FUSE export, told what to do by QMP.
+
+    From 9.0 on a node may be used by several threads, and the export gets
+    one of its own. In the main thread, stock 10.2 waits for ever: a write
+    of the export polls, the job that this starts drains the node, and that
+    waits for the write. (Any blockdev-create does, preallocation=off too.)
+    """
 
     def __init__(self, image, export, direct):
         export.touch()
         self.export = export
+        thread = ',iothread=thread' if patched.version() >= (9, 0) else ''
         self.process = subprocess.Popen(
             [str(word) for word in patched.storage_daemon(
                 '--object', 'secret,id=secret,data=passphrase',
+                '--object', 'iothread,id=thread',
                 '--blockdev', f'driver=file,node-name=file,filename={image},'
                 f'cache.direct={"on" if direct else "off"}',
                 '--export', 'type=fuse,id=export,node-name=file,'
-                f'mountpoint={export},writable=on',
+                f'mountpoint={export},writable=on{thread}',
                 '--chardev', 'stdio,id=qmp', '--monitor', 'chardev=qmp')],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._receive()             # the greeting
