@@ -534,7 +534,6 @@ int coroutine_fn file_co_preallocate(int fd, int64_t offset, int64_t bytes,
     int ret;
 
     assert(offset >= 0 && bytes >= 0 && bytes <= INT64_MAX - offset);
-    assert(methods);
 
     if (bytes == 0) {
         return 0;

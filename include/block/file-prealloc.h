@@ -56,7 +56,7 @@ typedef enum FilePreallocMethod {
  *      them.
  * @offset: first byte of the range, the present length of the file
  * @bytes: length of the range; @offset + @bytes must not exceed INT64_MAX
- * @methods: set of FilePreallocMethod that may be used, not empty
+ * @methods: set of FilePreallocMethod that may be used; an empty one is refused
  * @refused: NULL, or the set of methods that this file is known to refuse.
  *           They are not tried, and those that turn out to be refused are
  *           added.  Valid for this open file only: the next file may live on

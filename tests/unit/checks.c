@@ -77,6 +77,11 @@ static void watch_nothing(void)
 {
 }
 
+static unsigned int methods_of(const Case *c)
+{
+    return c->no_methods ? 0 : c->methods ?: FILE_PREALLOC_WRITE;
+}
+
 static void call_entry(void *opaque)
 {
     Run *run = opaque;
@@ -84,7 +89,7 @@ static void call_entry(void *opaque)
 
     run->refused = c->refused;
     run->result = file_co_preallocate(CALLER_FD, c->offset, c->bytes,
-                                      c->methods ?: FILE_PREALLOC_WRITE,
+                                      methods_of(c),
                                       c->forgetful ? NULL : &run->refused,
                                       &run->err);
     run->pending = event_loop_pending();
@@ -131,7 +136,7 @@ static void check_start_and_done(const Run *run)
 
     if (start->kind != TRACE_START || recorded_count(TRACE_START) != 1 ||
         start->offset != c->offset || start->bytes != c->bytes ||
-        start->methods != (c->methods ?: FILE_PREALLOC_WRITE)) {
+        start->methods != methods_of(c)) {
         complain("wrong trace event file_prealloc_start");
     }
     if (done->kind != TRACE_DONE || recorded_count(TRACE_DONE) != 1 ||
@@ -153,7 +158,7 @@ static int method_of_call(EventKind call)
 static void check_methods(const Run *run)
 {
     const Case *c = run->c;
-    int allowed = (c->methods ?: FILE_PREALLOC_WRITE) & ~c->refused;
+    int allowed = methods_of(c) & ~c->refused;
     int tried = 0;
     int last = 0;
 

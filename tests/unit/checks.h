@@ -48,7 +48,8 @@ typedef struct Case {
     /* The call */
     int64_t offset;
     int64_t bytes;
-    unsigned int methods;       /* 0 is FILE_PREALLOC_WRITE */
+    unsigned int methods;       /* 0 is FILE_PREALLOC_WRITE ... */
+    bool no_methods;            /* ... or really none */
     unsigned int refused;       /* known before */
     bool forgetful;             /* the caller passes NULL for @refused */
 

@@ -54,6 +54,9 @@ static void free_case(void *opaque)
 
 static const Case fixed_cases[] = {
     { "nothing to do", 5, 0, ALL_METHODS },
+    { "nothing to do, and nothing allowed", 5, 0, .no_methods = true },
+    { "nothing allowed", 0, EVEN_SIZE, .no_methods = true,
+      .result = -ENOTSUP, .error = NO_ALLOCATION },
 
     /* Which method */
     { "auto takes offload", 0, EVEN_SIZE, ALL_METHODS, .result = OFFLOAD },
