@@ -18,6 +18,8 @@ from e2e import (MIB, MODES, NO_CPU_TIME, FuseCase,  # noqa: E402
 
 LOCKED = 'Is another process using the image'
 SECRET = 'secret,id=s,data=passphrase'
+# Stock takes falloc and full there and leaves the image sparse.
+IGNORING_FORMATS = ('vdi', 'vmdk', 'vhdx', 'vpc', 'qed', 'qcow', 'parallels')
 
 
 def memory_peak(process):
@@ -42,14 +44,14 @@ class TestQcow2WithoutFallocate(FuseCase):
         self.assertGreaterEqual(self.t.stats()['write_one_byte'],
                                 8 * MIB // 4096)
 
-    @each('falloc', 'full')
+    @each(*MODES)
     def test_create(self, mode):
         self.succeeds(patched.create(mode, self.image, self.SIZE, 'qcow2'))
         self.assertStats(write_one_byte=0)
         self.assertLess(self.t.stats()['write'], 150)
         self.assertSound(self.SIZE)
 
-    @each('falloc', 'full')
+    @each(*MODES)
     def test_resize(self, mode):
         self.succeeds(patched.img('create', '-f', 'qcow2', self.image,
                                   8 * MIB))
@@ -65,7 +67,7 @@ class TestQcow2WithoutFallocate(FuseCase):
                                  self.image))
         self.assertGreaterEqual(allocated(self.image), self.SIZE - 8 * MIB)
 
-    @each('falloc', 'full')
+    @each(*MODES)
     def test_data_file(self, mode):
         data_file = self.t.dir / 'data'
         self.succeeds(patched.img(
@@ -75,7 +77,7 @@ class TestQcow2WithoutFallocate(FuseCase):
         self.succeeds(patched.img('check', self.image))
         self.assertAllocatedZeros(data_file, self.SIZE)
 
-    @each('falloc', 'full')
+    @each(*MODES)
     def test_convert(self, mode):
         source = self.t.work / 'source'
         data = make_image(source, 8 * MIB)
@@ -86,7 +88,7 @@ class TestQcow2WithoutFallocate(FuseCase):
                                   source, self.image))
         self.assertGreaterEqual(allocated(self.image), len(data))
 
-    @each('falloc', 'full')
+    @each(*MODES)
     def test_failed_resize_leaves_a_sound_image(self, mode):
         self.succeeds(patched.img('create', '-f', 'qcow2', self.image,
                                   8 * MIB))
@@ -102,16 +104,24 @@ class TestQcow2WithoutFallocate(FuseCase):
         self.assertIn(f'"virtual-size": {8 * MIB}', self.succeeds(
             patched.img('info', '--output=json', self.image)).out)
 
-    def test_auto_is_refused_by_formats_that_do_not_know_it(self):
-        self.fails(patched.create('auto', self.image, self.SIZE, 'qcow2'),
-                   "Unsupported preallocation mode 'auto'")
-        self.succeeds(patched.img('create', '-f', 'qcow2', self.image,
-                                  8 * MIB))
-        before = self.image.read_bytes()
-        self.fails(patched.resize('auto', self.image, self.SIZE,
-                                  fmt='qcow2'),
-                   "Unsupported preallocation mode 'auto'")
-        self.assertUnchanged(self.image, before)
+    @each(*IGNORING_FORMATS)
+    def test_auto_is_refused_by_formats_that_ignore_it(self, fmt):
+        text = f"Unsupported preallocation mode 'auto' for format '{fmt}'"
+        self.fails(patched.create('auto', self.image, self.SIZE, fmt), text)
+        self.assertFalse(self.image.exists())
+        data = make_image(self.image, MIB)
+        self.fails(patched.create('auto', self.image, self.SIZE, fmt), text)
+        self.assertUnchanged(self.image, data)
+
+    @each(*[(fmt, mode) for fmt in IGNORING_FORMATS
+            for mode in ('off', 'falloc', 'full')])
+    def test_formats_that_ignore_it_are_left_as_they_are(self, fmt, mode):
+        results = []
+        for qemu in stock, patched:
+            result = run(qemu.create(mode, self.image, self.SIZE, fmt))
+            results.append((result, targets.allocated(self.image),
+                            self.image.stat().st_size))
+        self.assertEqual(*results)
 
     @each(*MODES)
     def test_luks(self, mode):
@@ -160,7 +170,7 @@ class TestLocks(FuseCase):
             self.assertIsNone(process.poll(), 'ended without a write')
             time.sleep(0.01)
 
-    @each('falloc', 'full')
+    @each(*MODES)
     def test_image_is_locked_during_the_resize(self, mode):
         self.succeeds(patched.img('create', '-f', 'qcow2', self.image, MIB))
         self.t.reset()
@@ -183,7 +193,7 @@ class TestLocks(FuseCase):
         self.assertEqual((resizing.communicate()[1], resizing.returncode),
                          (b'', 0))
 
-    @each('falloc', 'full')
+    @each(*MODES)
     def test_image_stays_locked_after_the_resize(self, mode):
         self.succeeds(patched.img('create', '-f', 'qcow2', self.image, MIB))
         with InteractiveIo(patched.io(self.image)) as qemu_io:
