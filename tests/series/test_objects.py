@@ -27,9 +27,9 @@ import tap  # noqa: E402
 
 SERIES = 'refs/prealloc/base..prealloc'
 # What QEMU's meson.build sets for libgfapi 7.6 and later
-GLUSTER = ['XLATOR_OPT', 'DISCARD', 'FALLOCATE', 'ZEROFILL',
-           'FTRUNCATE_HAS_STAT', 'IOCB_HAS_STAT']
-# Reads the host's configuration, then takes fallocate(2) away
+GLUSTER_ALWAYS = ('FTRUNCATE_HAS_STAT', 'IOCB_HAS_STAT')
+GLUSTER_NEW = ('XLATOR_OPT', 'DISCARD', 'FALLOCATE', 'ZEROFILL')
+# Takes fallocate(2) away from the configuration
 NO_FALLOCATE = ''.join(f'#undef {name}\n' for name in (
     'CONFIG_FALLOCATE', 'CONFIG_FALLOCATE_PUNCH_HOLE',
     'CONFIG_FALLOCATE_ZERO_RANGE'))
@@ -89,28 +89,24 @@ def test_as_built(build, name):
     build.compile(name)
 
 
-def test_host(build, name, undef):
-    """osdep.h includes the configuration; let it find a changed one."""
+def compile_for(build, name, changes, *options, like=None):
+    """Compile with lines added to the configuration of the host."""
     with tempfile.TemporaryDirectory() as directory:
         config = (build.dir / 'config-host.h').read_text()
-        Path(directory, 'config-host.h').write_text(config + undef)
-        build.compile(name, '-iquote', directory)
+        Path(directory, 'config-host.h').write_text(config + changes)
+        build.compile(name, '-iquote', directory, *options, like=like)
 
 
-def test_gluster(build):
+def test_gluster(build, defined):
+    """The driver is built only where libgfapi is found."""
+    changes = ''
+    for name in GLUSTER_ALWAYS + GLUSTER_NEW:
+        changes += f'#undef CONFIG_GLUSTERFS_{name}\n'
+        if name in defined:
+            changes += f'#define CONFIG_GLUSTERFS_{name}\n'
     cflags = run('pkg-config', '--cflags', 'glusterfs-api').split()
-    build.compile('block/gluster.c', *cflags,
-                  *[f'-DCONFIG_GLUSTERFS_{name}' for name in GLUSTER],
-                  like='block/file-posix.c')
-
-
-def test_gluster_of_old(build):
-    """Without all that was added to libgfapi; what is left of the mode."""
-    cflags = run('pkg-config', '--cflags', 'glusterfs-api').split()
-    build.compile('block/gluster.c', *cflags,
-                  '-DCONFIG_GLUSTERFS_FTRUNCATE_HAS_STAT',
-                  '-DCONFIG_GLUSTERFS_IOCB_HAS_STAT',
-                  like='block/file-posix.c')
+    compile_for(build, 'block/gluster.c', changes, *cflags,
+                like='block/file-posix.c')
 
 
 class Test(unittest.FunctionTestCase):
@@ -127,13 +123,14 @@ def tests_of(version):
     for name in files:
         yield Test(f'{version}: {name}', test_as_built, build, name)
     for name in 'block/file-posix.c', 'block/file-prealloc.c':
-        yield Test(f'{version}: {name} with posix_fallocate only', test_host,
+        yield Test(f'{version}: {name} with posix_fallocate only', compile_for,
                    build, name, POSIX_ONLY)
-        yield Test(f'{version}: {name} without any fallocate', test_host,
+        yield Test(f'{version}: {name} without any fallocate', compile_for,
                    build, name, NEITHER)
-    yield Test(f'{version}: block/gluster.c', test_gluster, build)
-    yield Test(f'{version}: block/gluster.c, libgfapi of old',
-               test_gluster_of_old, build)
+    yield Test(f'{version}: block/gluster.c with all of libgfapi',
+               test_gluster, build, GLUSTER_ALWAYS + GLUSTER_NEW)
+    yield Test(f'{version}: block/gluster.c without fallocate and zerofill',
+               test_gluster, build, GLUSTER_ALWAYS)
 
 
 def main():
