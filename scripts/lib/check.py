@@ -142,8 +142,11 @@ def check_limits(suite):
 QUICK = {suite: meson_suite for suite in
          ('unit', 'sanitizers', 'integrate', 'targets')}
 DEFAULT = {**QUICK, 'mutants': meson_suite, 'build': check_build,
-           'series': meson_suite, 'e2e': meson_suite}
-FULL = {**DEFAULT, 'build-all': check_build_all, 'e2e-10': meson_suite,
+           **{suite: meson_suite for suite in
+              ('series', 'e2e', 'cases', 'modes', 'iotests')}}
+FULL = {**DEFAULT, 'build-all': check_build_all,
+        **{suite: meson_suite for suite in
+           ('e2e-10', 'cases-10', 'modes-10', 'iotests-all')},
         'limits': check_limits}
 
 

@@ -5,6 +5,7 @@ The tools come from the directory that QEMU_PREALLOC_BUILD names (default:
 build/qemu/7.2), which scripts/build-qemu fills: stock/ and patched/.
 """
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,18 @@ class Qemu:
                         source, image)
 
 
+def traced(command, events='file_prealloc_*'):
+    """The command with trace events, which it prints among its errors."""
+    return [command[0], '--trace', events, *command[1:]]
+
+
+def file_size_limit(size):
+    """A preexec_fn: a process that writes more gets SIGXFSZ."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return limit
+
+
 stock = Qemu('stock')
 patched = Qemu('patched')
 
@@ -143,6 +156,56 @@ def injected_calls(command, *faults):
             strace += ['-e', f'inject={fault}']
         result = run(strace + command)
         return result, syscalls.read_trace(directory)
+
+
+def locks_of(path):
+    """Mode and range of the locks of a file, from the kernel."""
+    st = os.stat(path)
+    file = (f'{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:'
+            f'{st.st_ino}')
+    lines = [line.split() for line in
+             Path('/proc/locks').read_text().splitlines()]
+    return sorted((line[3], line[6], line[7]) for line in lines
+                  if line[5] == file)
+
+
+# ---- system calls on an image ----------------------------------------------
+
+READS = ('read', 'readv', 'pread64', 'preadv', 'preadv2')
+CHANGES = syscalls.WRITES + ('fallocate', 'ftruncate', 'truncate')
+WRITE_ZEROES = 'write zeroes'
+
+
+def calls_on(image, calls, names):
+    return [c for c in calls if c.name in names and c.path == str(image)]
+
+
+def fallocate_of(call):
+    """(mode, offset, length, error) of a call of fallocate(2)."""
+    mode, offset, length = call.args[1:4]
+    # Older versions of strace print the number and a comment.
+    if mode.startswith('0x80') or mode == 'FALLOC_FL_WRITE_ZEROES':
+        mode = WRITE_ZEROES
+    return mode, int(offset), int(length), call.error
+
+
+def fallocates(image, calls):
+    return [fallocate_of(c) for c in calls_on(image, calls, ('fallocate',))]
+
+
+def offset_of(write):
+    return int(write.args[3])
+
+
+def change_of(call):
+    """What a call does to the image, without descriptors and addresses."""
+    if call.name in syscalls.WRITES:
+        return call.name, offset_of(call), call.result
+    return (call.name, *call.args[1:], call.error)
+
+
+def changes(image, calls):
+    return [change_of(c) for c in calls_on(image, calls, CHANGES)]
 
 
 # ---- tests of a table ------------------------------------------------------
@@ -281,6 +344,24 @@ class FuseCase(TargetCase):
         data = make_image(self.image, size)
         self.t.reset()
         return data
+
+
+class BlockDeviceCase(ImageCase):
+    """Tests on a loop device, which is no regular file."""
+
+    SIZE = 8 * MIB
+
+    def setUp(self):
+        self.t = self.mount('tmpfs')
+        self.backing = self.t.dir / 'backing'
+        self.data = make_image(self.backing, self.SIZE)
+        self.device = targets.run('losetup', '--find', '--show',
+                                  self.backing).strip()
+        self.addCleanup(targets.run, 'losetup', '--detach', self.device)
+
+    def assertUntouched(self):
+        subprocess.run(['sync', self.device], check=True)
+        self.assertUnchanged(self.backing, self.data)
 
 
 def old_data(size):

@@ -5,26 +5,18 @@ full disks, read-only targets, limits, sizes that no file can have, and
 targets that are no regular files.
 """
 import os
-import resource
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from e2e import (MIB, MODES, ImageCase, TargetCase, allocated,  # noqa: E402
-                 each, main, make_image, patched, run, stock, targets)
+from e2e import (MIB, MODES, BlockDeviceCase, TargetCase,  # noqa: E402
+                 allocated, each, file_size_limit, main, make_image, patched,
+                 run, stock, targets)
 
 NO_SPACE = 'No space left on device'
 TOO_LARGE = 'File too large'
 CREATION_TOO_LARGE = "The image size is too large for file format 'raw'"
-
-
-def file_size_limit(size):
-    """A preexec_fn: a process that writes more gets SIGXFSZ."""
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    return limit
 
 
 class FullDisk:
@@ -298,22 +290,8 @@ class TestUse(TargetCase):
                    TOO_LARGE, preexec_fn=limit)
 
 
-class TestBlockDevice(ImageCase):
-    """A loop device, which is no regular file."""
-
-    SIZE = 8 * MIB
-
-    def setUp(self):
-        self.t = self.mount('tmpfs')
-        self.backing = self.t.dir / 'backing'
-        self.data = make_image(self.backing, self.SIZE)
-        self.device = targets.run('losetup', '--find', '--show',
-                                  self.backing).strip()
-        self.addCleanup(targets.run, 'losetup', '--detach', self.device)
-
-    def assertUntouched(self):
-        subprocess.run(['sync', self.device], check=True)
-        self.assertUnchanged(self.backing, self.data)
+class TestBlockDevice(BlockDeviceCase):
+    """What is no regular file."""
 
     @each('falloc', 'full')
     def test_create_is_refused_as_before(self, mode):

@@ -3,7 +3,6 @@
 """What the file layer does for everything above it: image formats, locks,
 and the memory that preallocation takes from others.
 """
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from e2e import (MIB, MODES, NO_CPU_TIME, FuseCase,  # noqa: E402
-                 InteractiveIo, TargetCase, allocated, each, main,
+                 InteractiveIo, TargetCase, allocated, each, locks_of, main,
                  make_image, patched, run, stock, targets)
 
 LOCKED = 'Is another process using the image'
@@ -150,14 +149,7 @@ class TestLocks(FuseCase):
         self.succeeds(patched.img('info', '-U', self.image))
 
     def locks(self):
-        """Mode and range of the locks of the image, from the kernel."""
-        st = os.stat(self.image)
-        file = (f'{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:'
-                f'{st.st_ino}')
-        lines = [line.split() for line in
-                 Path('/proc/locks').read_text().splitlines()]
-        return sorted((line[3], line[6], line[7]) for line in lines
-                      if line[5] == file)
+        return locks_of(self.image)
 
     def locks_after_resize(self, qemu, mode):
         make_image(self.image, MIB)

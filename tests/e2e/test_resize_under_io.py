@@ -6,12 +6,10 @@ fail, and no byte of either may be lost.
 The records are 100 bytes long: no open file description with O_DIRECT
 takes those, so they fail if preallocation sets this flag for others.
 """
-import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -19,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from e2e import (MIB, MODES, NO_CPU_TIME, FuseCase,  # noqa: E402
                  InteractiveIo, TargetCase, each, file_options, main,
                  make_image, patched, run, targets)
+from storage_daemon import StorageDaemon, fuse_export  # noqa: E402
 
 RECORD = 100
 OPENED = [(direct, aio) for direct in (False, True)
@@ -109,66 +108,13 @@ class TestOnExt3(UnderIo, TargetCase):
     target = 'ext3'
 
 
-class StorageDaemon:
-    """A qemu-storage-daemon with a FUSE export, told what to do by QMP.
-
-    From 9.0 on a node may be used by several threads, and the export gets
-    one of its own. In the main thread, stock 10.2 waits for ever: a write
-    of the export polls, the job that this starts drains the node, and that
-    waits for the write. (Any blockdev-create does, preallocation=off too.)
-    """
-
-    def __init__(self, image, export, direct):
-        export.touch()
-        self.export = export
-        thread = ',iothread=thread' if patched.version() >= (9, 0) else ''
-        self.process = subprocess.Popen(
-            [str(word) for word in patched.storage_daemon(
-                '--object', 'secret,id=secret,data=passphrase',
-                '--object', 'iothread,id=thread',
-                '--blockdev', f'driver=file,node-name=file,filename={image},'
-                f'cache.direct={"on" if direct else "off"}',
-                '--export', 'type=fuse,id=export,node-name=file,'
-                f'mountpoint={export},writable=on{thread}',
-                '--chardev', 'stdio,id=qmp', '--monitor', 'chardev=qmp')],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._receive()             # the greeting
-        self.execute('qmp_capabilities')
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.execute('quit')
-        self.process.communicate()
-
-    def _receive(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError('qemu-storage-daemon ended')
-        return json.loads(line)
-
-    def execute(self, command, **arguments):
-        """Returns the answer; events are dropped."""
-        self.process.stdin.write(json.dumps(
-            {'execute': command, 'arguments': arguments}).encode() + b'\n')
-        self.process.stdin.flush()
-        while True:
-            answer = self._receive()
-            if 'error' in answer:
-                raise AssertionError(f'{command}: {answer["error"]}')
-            if 'return' in answer:
-                return answer['return']
-
-    def run_job(self, command, **arguments):
-        """Run a job to its end; returns its error, or None."""
-        self.execute(command, **{'job-id': 'job', **arguments})
-        while True:
-            state = self.execute('query-jobs')[0]
-            if state['status'] == 'concluded':
-                self.execute('job-dismiss', id='job')
-                return state.get('error')
-            time.sleep(0.001)
+def daemon_with_export(image, export, direct):
+    """A daemon with the node "file" for the image, exported."""
+    return StorageDaemon(
+        '--object', 'secret,id=secret,data=passphrase',
+        '--blockdev', f'driver=file,node-name=file,filename={image},'
+        f'cache.direct={"on" if direct else "off"}',
+        *fuse_export('file', export))
 
 
 class TestOnSharedDescription(TargetCase):
@@ -203,7 +149,7 @@ class TestOnSharedDescription(TargetCase):
         self.created = threading.Event()
         self.guest_error = None
         export = self.t.work / f'export-{mode}-{direct}'
-        with StorageDaemon(self.image, export, direct) as daemon:
+        with daemon_with_export(self.image, export, direct) as daemon:
             guest = threading.Thread(target=self.write_records,
                                      args=(export,))
             guest.start()

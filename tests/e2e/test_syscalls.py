@@ -9,48 +9,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from e2e import (MIB, MODES, TargetCase, each,  # noqa: E402
-                 injected_calls, main, make_image, patched, stock)
+from e2e import (MIB, MODES, READS, WRITE_ZEROES, TargetCase,  # noqa: E402
+                 calls_on, changes, each, fallocates, injected_calls, main,
+                 make_image, offset_of, patched, stock)
 from syscalls import (FILE_CALLS, WRITES, in_flight_max,  # noqa: E402
                       strace_calls)
 
-READS = ('read', 'readv', 'pread64', 'preadv', 'preadv2')
-CHANGES = WRITES + ('fallocate', 'ftruncate', 'truncate')
 TRACED = FILE_CALLS + READS
 SIZE = 64 * MIB
-WRITE_ZEROES = 'write zeroes'
-
-
-def calls_on(image, calls, names):
-    return [c for c in calls if c.name in names and c.path == str(image)]
-
-
-def fallocate_of(call):
-    """(mode, offset, length, error) of a call of fallocate(2)."""
-    mode, offset, length = call.args[1:4]
-    # Older versions of strace print the number and a comment.
-    if mode.startswith('0x80') or mode == 'FALLOC_FL_WRITE_ZEROES':
-        mode = WRITE_ZEROES
-    return mode, int(offset), int(length), call.error
-
-
-def fallocates(image, calls):
-    return [fallocate_of(c) for c in calls_on(image, calls, ('fallocate',))]
-
-
-def offset_of(write):
-    return int(write.args[3])
-
-
-def change_of(call):
-    """What a call does to the image, without descriptors and addresses."""
-    if call.name in WRITES:
-        return call.name, offset_of(call), call.result
-    return (call.name, *call.args[1:], call.error)
-
-
-def changes(image, calls):
-    return [change_of(c) for c in calls_on(image, calls, CHANGES)]
 
 
 class WithoutFallocate:
