@@ -138,6 +138,8 @@ def keep_results(args, formats):
 
 
 def run_all(args, target, private):
+    for log in iotests.LOGS.glob(f'{args.version}-{args.target}-*.log'):
+        log.unlink()
     work = targets.workspace().new_dir('tests')
     qemus = {variant: iotests.Qemu(args.version, variant, work)
              for variant in iotests.BRANCHES}
@@ -156,9 +158,10 @@ def run_all(args, target, private):
         + [Ours(name) for name in homeless])
     try:
         tap_main(suite)
-    finally:
+    except SystemExit:
         if args.both:
             keep_results(args, formats)
+        raise
 
 
 def parse_args():

@@ -20,8 +20,9 @@ OUTPUT = '''\
 QEMU          -- "qemu-system-x86_64" -nodefaults
 106   started    [22:23:32]              ...                  \
 \n175   started    [22:23:32]              ...                  \
-\n175   pass       [22:23:32] [22:24:05]   32.5s  (last: 3.1s)  \
-\n106   fail       [22:23:32] [22:24:36]   31.2s                \
+\n175   fail       [22:23:32] [22:24:05]   32.5s  (last: 3.1s)  \
+output mismatch (see /t/175/175.out.bad)
+106   fail       [22:23:32] [22:24:36]   31.2s                \
 output mismatch (see /t/106/106.out.bad)
 149   not run    [22:29:28] [22:29:37]   ...                  no sudo here
 --- /source/106.out
@@ -30,6 +31,11 @@ output mismatch (see /t/106/106.out.bad)
  same
 -old
 +new
+--- /source/175.out
++++ /t/175/175.out.bad
+@@ -1 +1 @@
+-5
++6
 Not run: 149
 '''
 
@@ -94,13 +100,14 @@ class Output(unittest.TestCase):
 
     def test_results(self):
         check = self.check()
-        self.assertEqual(check.result('175'), PASS)
+        self.assertEqual(check.result('175').status, 'fail')
         results = check.finish()
         self.assertEqual(set(results), {'106', '149', '175'})
         self.assertEqual(results['149'], NOT_RUN)
         self.assertEqual(results['106'].status, 'fail')
         self.assertIn('\n-old\n+new\n', results['106'].diff)
-        self.assertNotIn('Not run', results['106'].diff)
+        self.assertNotIn('175', results['106'].diff)
+        self.assertTrue(results['175'].diff.endswith('\n-5\n+6\n'))
         self.assertEqual((self.dir / 'log').read_text(), OUTPUT)
 
     def test_no_result(self):
@@ -108,8 +115,9 @@ class Output(unittest.TestCase):
         self.assertEqual(check.result('033'), NO_RESULT)
         self.assertNotIn('033', check.finish())
 
-    def test_repeats_what_lacked_cpu_time(self):
-        rest = [[Result('not run', iotests.NO_CPU_TIME)], [FAIL]]
+    def test_repeats_what_chance_failed(self):
+        rest = [[Result('not run', text)] for text in iotests.CHANCE] \
+            + [[FAIL]]
         started = []
 
         class Fake:
@@ -126,7 +134,7 @@ class Output(unittest.TestCase):
 
         run = iotests.Run(Fake, ['210', '106'])
         self.assertEqual(run.result('210'), FAIL)
-        self.assertEqual(started, [['210', '106'], ['210']])
+        self.assertEqual(started, [['210', '106'], ['210'], ['210']])
 
 
 class Formats(unittest.TestCase):
