@@ -19,6 +19,8 @@ import xml.etree.ElementTree
 from pathlib import Path
 from typing import NamedTuple
 
+from source_state import source_hash
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / 'build'
 LOGS = BUILD / 'check'
@@ -180,16 +182,6 @@ def table(results):
     minutes = sum(r.seconds for r in results) / 60
     yield (f'| all | {sum(r.passed for r in results)} '
            f'| {sum(r.failed for r in results)} | {minutes:.1f} |')
-
-
-def source_hash():
-    """Names the state of all files but the results themselves."""
-    listing = subprocess.run(
-        ['git', 'ls-files', '-s', '--', '.', ':!docs/results'], cwd=ROOT,
-        check=True, stdout=subprocess.PIPE).stdout
-    return subprocess.run(['git', 'hash-object', '--stdin'], cwd=ROOT,
-                          input=listing, check=True,
-                          stdout=subprocess.PIPE).stdout.decode().strip()
 
 
 def write_summary(results):

@@ -20,8 +20,8 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 sys.dont_write_bytecode = True
-sys.path[:0] = [str(REPOSITORY / 'tests' / name)
-                for name in ('lib', 'targets')]
+sys.path[:0] = [str(REPOSITORY / name)
+                for name in ('tests/lib', 'tests/targets', 'scripts/lib')]
 
 import targets  # noqa: E402
 
@@ -58,16 +58,6 @@ NO_RESULT = Result('no result', 'check ended without one')
 def results_file(version, target):
     """What a run with stock and patched found, for the report."""
     return LOGS / 'results' / f'{version}-{target}.json'
-
-
-def source_hash():
-    """Names the state of all files but the results themselves."""
-    listing = subprocess.run(
-        ['git', 'ls-files', '-s', '--', '.', ':!docs/results'],
-        cwd=REPOSITORY, check=True, stdout=subprocess.PIPE).stdout
-    return subprocess.run(
-        ['git', 'hash-object', '--stdin'], cwd=REPOSITORY, input=listing,
-        check=True, stdout=subprocess.PIPE).stdout.decode().strip()
 
 
 # ---- namespace -------------------------------------------------------------

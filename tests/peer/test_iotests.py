@@ -16,6 +16,7 @@ import unittest
 import iotests
 import lists
 import targets
+from source_state import source_hash
 from tap import main as tap_main
 
 # Some tests write half a GiB, and two run at a time.
@@ -133,7 +134,7 @@ def keep_results(args, formats):
                     for name in f.names} for f in formats}
     path = iotests.results_file(args.version, args.target)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({'source': iotests.source_hash(),
+    path.write_text(json.dumps({'source': source_hash(),
                                 'formats': kept}, indent=1))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import iotests
 import lists
 import targets
+from source_state import source_hash
 from tap import main as tap_main
 
 
@@ -72,7 +73,7 @@ def report(found):
         'Made by `scripts/check --full`, suite iotests-all.',
         f'{datetime.date.today()}, Linux {os.uname().release}, '
         f'{os.cpu_count()} processors.',
-        f'Source: {iotests.source_hash()} '
+        f'Source: {source_hash()} '
         '(`git ls-files -s -- . ":!docs/results" | git hash-object --stdin`)',
         '', '"Passed, not on stock" is what the series adds, or has mended. '
         '"Broken" passes on stock only.', '',
@@ -91,7 +92,7 @@ class Present(unittest.TestCase):
     def runTest(self):
         self.assertIsNotNone(self.results, 'test_iotests.py --both has kept '
                              'no results')
-        self.assertEqual(self.results['source'], iotests.source_hash(),
+        self.assertEqual(self.results['source'], source_hash(),
                          'results of another source')
         missing = set(lists.LISTS) - set(self.results['formats'])
         self.assertFalse(missing, 'formats without results')
