@@ -28,6 +28,12 @@
 #include "block/thread-pool.h"
 #include "trace.h"
 #include <sys/mman.h>
+#ifdef CONFIG_LINUX
+#include <sys/ioctl.h>
+#include <sys/vfs.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#endif
 
 #if defined(CONFIG_FALLOCATE) && defined(CONFIG_LINUX) && \
     !defined(FALLOC_FL_WRITE_ZEROES)
@@ -51,7 +57,7 @@
  * with 2 writes of 16 MiB, 10, 1.1 and 1.2 times with 8 of 1 MiB.
  */
 #define WRITE_SIZE (16 * MiB)
-#define WRITES_IN_FLIGHT 2
+#define MAX_IN_FLIGHT 2
 
 /* Shorter ranges do not repay the opening of a second description */
 #define DIRECT_MIN (1 * MiB)
@@ -90,7 +96,9 @@ typedef struct ZeroWriter {
     int64_t align;          /* size of these blocks */
     void *map;
     void *zeros;            /* ZERO_BUFFER_SIZE bytes, in @map */
+    int max_in_flight;
     int in_flight;
+    bool busy[MAX_IN_FLIGHT];
     int64_t done;
     int percent;
     int ret;
@@ -99,6 +107,7 @@ typedef struct ZeroWriter {
 typedef struct ZeroWrite {
     AioTask task;
     ZeroWriter *w;
+    bool *busy;             /* true until the write has ended */
     int fd;
     int64_t offset;
     int64_t bytes;
@@ -222,6 +231,25 @@ static int map_zeros(ZeroWriter *w)
     return 0;
 }
 
+/*
+ * Ext2, ext3, and ext4 without extents look for each block on its own, so
+ * that two writes at once take turns.  Measured for 768 MiB on ext4 without
+ * extents: 4 pieces with one write in flight, as with a loop of 64 KiB
+ * writes, but 13 to 19 with two, which were 10% faster.
+ */
+static bool maps_single_blocks(int fd)
+{
+#if defined(CONFIG_LINUX) && defined(FS_IOC_GETFLAGS) && defined(FS_EXTENT_FL)
+    struct statfs fs;
+    int flags;
+
+    return fstatfs(fd, &fs) == 0 && fs.f_type == EXT4_SUPER_MAGIC &&
+           ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 && !(flags & FS_EXTENT_FL);
+#else
+    return false;
+#endif
+}
+
 static int zero_writer_open_worker(void *opaque)
 {
     ZeroWriter *w = opaque;
@@ -239,6 +267,7 @@ static int zero_writer_open_worker(void *opaque)
         return ret;
     }
     w->align = block_size(p->fd);
+    w->max_in_flight = maps_single_blocks(p->fd) ? 1 : MAX_IN_FLIGHT;
     open_descriptions(w);
     return 0;
 }
@@ -328,6 +357,7 @@ static int coroutine_fn zero_write_co(AioTask *task)
         ret = file_prealloc_submit(zero_write_worker, t);
     }
     w->in_flight--;
+    *t->busy = false;
     if (ret == 0) {
         zero_writer_progress(w, bytes);
     }
@@ -368,22 +398,33 @@ static ZeroWrite *zero_writer_next(ZeroWriter *w, int64_t offset)
     return t;
 }
 
+/*
+ * Waits for the oldest write, not for any: file systems that allocate when
+ * they are written to lay the file out in the order of the writes, and one
+ * slow write should not let the others run away from it.
+ */
 static int coroutine_fn zero_writer_run(ZeroWriter *w)
 {
-    AioTaskPool *pool = aio_task_pool_new(WRITES_IN_FLIGHT);
+    AioTaskPool *pool = aio_task_pool_new(w->max_in_flight);
     int64_t offset = w->p->offset;
     int64_t end = offset + w->p->bytes;
+    int oldest = 0;
     int ret;
 
     while (offset < end) {
         ZeroWrite *t;
 
-        aio_task_pool_wait_slot(pool);
+        while (w->busy[oldest]) {
+            aio_task_pool_wait_one(pool);
+        }
         if (aio_task_pool_status(pool) < 0) {
             break;
         }
         t = zero_writer_next(w, offset);
         offset += t->bytes;
+        t->busy = &w->busy[oldest];
+        *t->busy = true;
+        oldest = (oldest + 1) % w->max_in_flight;
         aio_task_pool_start_task(pool, &t->task);
     }
 
@@ -441,7 +482,7 @@ static int coroutine_fn zero_writer_allocate(FilePrealloc *p)
         return w.ret;
     }
     trace_file_prealloc_writer(p->fd, w.direct_fd, w.buffered_fd, w.align,
-                               WRITE_SIZE, WRITES_IN_FLIGHT);
+                               WRITE_SIZE, w.max_in_flight);
 
     w.ret = zero_writer_run(&w);
     return file_prealloc_submit(zero_writer_close_worker, &w);

@@ -39,8 +39,9 @@ typedef enum FilePreallocMethod {
     FILE_PREALLOC_NATIVE = 1 << 1,
 
     /*
-     * The zero writer: two writes of 16 MiB in flight, bypassing the page
-     * cache where the file system lets it.  Works everywhere.
+     * The zero writer: two writes of 16 MiB in flight, or one where two would
+     * lay the file out in pieces (ext2, ext3), bypassing the page cache where
+     * the file system lets it.  Works everywhere.
      *
      * Measured against one 64 KiB write() at a time: 31 times as fast on FUSE
      * with 1 ms per request, 1.4 times on ext4 and 1.3 times on xfs.

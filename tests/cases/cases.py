@@ -25,6 +25,8 @@ REFUSING = ('ext2', 'ext3', 'ext4-noextent', 'fuse')
 # Of the zero writer
 CHUNK = 16 * MIB
 DEPTH = 2
+# Where two at once would lay the file out in pieces
+ONE_AT_A_TIME = ('ext2', 'ext3', 'ext4-noextent')
 
 
 def product(*axes):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from e2e import (MIB, MODES, FuseCase, allocated, each, main,  # noqa: E402
-                 make_image, old_data, patched, run, stock)
+from e2e import (MIB, MODES, FuseCase, allocated, calls_on,  # noqa: E402
+                 each, main, make_image, old_data, patched, run, stock)
+from syscalls import WRITES, in_flight_max, strace_calls  # noqa: E402
 
 GROWN_BY = 16 * MIB
 REFUSALS = ('EOPNOTSUPP', 'EINVAL', 'EPERM', 'EINTR')
@@ -70,6 +71,13 @@ class TestCreate(FuseCase):
         self.t.control(latency_us=5000)
         self.succeeds(patched.create(mode, self.image, 64 * MIB))
         self.assertGreaterEqual(self.t.stats()['write_in_flight_max'], 2)
+
+    @each(*MODES)
+    def test_keeps_two_calls_in_flight(self, mode):
+        calls = strace_calls(patched.create(mode, self.image, 64 * MIB),
+                             WRITES)
+        self.assertEqual(in_flight_max(calls_on(self.image, calls, WRITES)),
+                         2)
 
     @each(*MODES)
     def test_asks_once_for_fallocate(self, mode):

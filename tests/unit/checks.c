@@ -32,6 +32,19 @@ typedef struct Run {
     int writes;         /* issued */
 } Run;
 
+/* The writes that go on, oldest first, as far as the record was followed */
+typedef struct Window {
+    guint events;
+    int issued;
+    int n;
+    struct {
+        int number;
+        int64_t end;
+    } open[16];
+} Window;
+
+static Window watched;
+
 /* Fewer writes in flight than there could be, seen while nothing else ran */
 static bool lacked_depth;
 
@@ -60,15 +73,53 @@ static const Event *last_event(EventKind kind)
     return NULL;
 }
 
+static void window_close(Window *w, int64_t end)
+{
+    for (int i = 0; i < w->n; i++) {
+        if (w->open[i].end == end) {
+            w->n--;
+            memmove(w->open + i, w->open + i + 1,
+                    (w->n - i) * sizeof(w->open[0]));
+            return;
+        }
+    }
+}
+
+/* Takes in the next event of the record */
+static void window_follow(Window *w)
+{
+    const Event *e = event_at(w->events++);
+
+    if (e->kind == TRACE_WRITE) {
+        if (w->n == ARRAY_SIZE(w->open)) {
+            complain("too many writes in flight");
+            w->n = 0;
+        }
+        w->open[w->n].number = w->issued++;
+        w->open[w->n++].end = e->offset + e->bytes;
+    } else if (e->kind == SYS_WRITE && e->result > 0) {
+        window_close(w, e->offset + e->result);
+    }
+}
+
+/* From the oldest write that goes on to the newest */
+static int window_length(const Window *w)
+{
+    return w->n ? w->issued - w->open[0].number : 0;
+}
+
 static void watch_depth(void)
 {
     const Event *start = first_event(TRACE_START);
     const Event *writer = first_event(TRACE_WRITER);
     const Event *write = last_event(TRACE_WRITE);
 
+    while (watched.events < recorded()->len) {
+        window_follow(&watched);
+    }
     if (write && writer &&
         write->offset + write->bytes < start->offset + start->bytes) {
-        lacked_depth |= event_loop_pending() < writer->in_flight;
+        lacked_depth |= window_length(&watched) < writer->in_flight;
     }
 }
 
@@ -216,12 +267,12 @@ static void check_refusals(void)
     }
 }
 
-static void check_bounds(const Event *writer)
+static void check_bounds(const Event *writer, bool one_at_a_time)
 {
     if (writer->bytes < 1 * MiB || writer->bytes > 16 * MiB) {
         complain("writes of up to %" PRId64, writer->bytes);
     }
-    if (writer->in_flight < 2 || writer->in_flight > 8) {
+    if (writer->in_flight > 8 || (writer->in_flight < 2) != one_at_a_time) {
         complain("%d writes in flight", writer->in_flight);
     }
     if (writer->block != simulated_file_block()) {
@@ -256,6 +307,24 @@ static void check_descriptions(const Run *run)
         (!c->caller_is_direct || opened)) {
         complain("direct fd %d, buffered fd %d", run->writer->direct_fd,
                  run->writer->buffered_fd);
+    }
+}
+
+/*
+ * A write is issued when the one that is @in_flight before it has ended, and
+ * not earlier, however slow that one is.
+ */
+static void check_window(const Event *writer)
+{
+    Window w = { };
+
+    while (w.events < recorded()->len) {
+        window_follow(&w);
+        if (event_at(w.events - 1)->kind == TRACE_WRITE &&
+            window_length(&w) > writer->in_flight) {
+            complain("write %d issued while write %d goes on", w.issued - 1,
+                     w.open[0].number);
+        }
     }
 }
 
@@ -438,9 +507,10 @@ static void check_writer(Run *run)
         }
         return;
     }
-    check_bounds(run->writer);
+    check_bounds(run->writer, run->c->one_at_a_time);
     check_descriptions(run);
     check_issued(run);
+    check_window(run->writer);
     check_calls(run);
     check_written_by(run);
     check_progress(run);
@@ -489,6 +559,8 @@ static void check_case(void **state)
                       c->st_blksize ?: 4 * KiB,
         .page_size = c->page_size ?: 4 * KiB,
         .direct_alignment = c->direct_alignment ?: 512,
+        .f_type = c->f_type,
+        .inode_flags = c->inode_flags,
         .rules = c->rules,
     };
     Run run = {
@@ -498,6 +570,7 @@ static void check_case(void **state)
     g_autofree char *complaints = NULL;
 
     lacked_depth = false;
+    watched = (Window) { };
     record_clear();
     host_reset(file.page_size, !c->no_ofd_lock);
     simulated_file_create(&file);

@@ -56,6 +56,9 @@ typedef struct Case {
     /* The world */
     bool caller_is_direct;
     bool no_ofd_lock;
+    long f_type;
+    int inode_flags;
+    bool one_at_a_time;         /* because of these two */
     int64_t st_blksize;         /* 0 is 4096 */
     int64_t page_size;          /* 0 is 4096 */
     int64_t direct_alignment;   /* 0 is 512 */

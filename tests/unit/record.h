@@ -31,6 +31,8 @@ typedef enum EventKind {
     SYS_MADVISE,            /* by qemu_madvise() */
     SYS_MUNMAP,
     SYS_FSTAT,
+    SYS_FSTATFS,
+    SYS_IOCTL,
     SYS_FCNTL,
     SYS_OPEN,
     SYS_WRITE,

@@ -10,6 +10,8 @@
 #include "qemu/osdep.h"
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
+#include <linux/fs.h>
 #include "qemu/madvise.h"
 #include "qemu/units.h"
 #include "block/thread-pool.h"
@@ -359,6 +361,33 @@ int __wrap_fstat64(int fd, struct stat *st)
     st->st_mode = S_IFREG | 0644;
     st->st_blksize = err ? 0 : sim.file.st_blksize;
     return call_end((Event) { .kind = SYS_FSTAT, .fd = fd, .result = -err });
+}
+
+int __wrap_fstatfs64(int fd, struct statfs *fs)
+{
+    const Rule *rule;
+    int err = call_begin(SYS_FSTATFS, fd, &rule);
+
+    memset(fs, 0, sizeof(*fs));
+    fs->f_type = sim.file.f_type;
+    return call_end((Event) { .kind = SYS_FSTATFS, .fd = fd, .result = -err });
+}
+
+int __wrap_ioctl(int fd, unsigned long request, ...)
+{
+    const Rule *rule;
+    int err = call_begin(SYS_IOCTL, fd, &rule);
+    va_list args;
+
+    if (request != FS_IOC_GETFLAGS) {
+        complain("ioctl 0x%lx", request);
+    }
+    va_start(args, request);
+    if (!err) {
+        *va_arg(args, int *) = sim.file.inode_flags;
+    }
+    va_end(args);
+    return call_end((Event) { .kind = SYS_IOCTL, .fd = fd, .result = -err });
 }
 
 int __wrap_fcntl64(int fd, int command, ...)

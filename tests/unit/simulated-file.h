@@ -47,6 +47,8 @@ typedef struct SimulatedFile {
     int64_t offset;         /* the range that may be written, from the ... */
     int64_t bytes;          /* ... present end of the file */
     bool caller_is_direct;
+    long f_type;            /* as statfs(2) tells */
+    int inode_flags;        /* as FS_IOC_GETFLAGS does */
     int64_t st_blksize;
     int64_t page_size;
     int64_t direct_alignment;

@@ -13,6 +13,8 @@
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <cmocka.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
 #include "qemu/units.h"
 #include "checks.h"
 #include "util.h"
@@ -144,6 +146,26 @@ static const Case fixed_cases[] = {
     { "POSIX locks: direct caller, bytes", 1, 4095, .no_ofd_lock = true,
       .caller_is_direct = true, .result = -EINVAL, .error = NO_ZEROS },
 
+    /* How many writes at once */
+    { "ext3", 0, EVEN_SIZE, .f_type = EXT4_SUPER_MAGIC,
+      .one_at_a_time = true },
+    { "ext3, head and tail", ODD_OFFSET, ODD_SIZE,
+      .f_type = EXT4_SUPER_MAGIC, .inode_flags = ~FS_EXTENT_FL,
+      .one_at_a_time = true },
+    { "ext3, direct caller", 4608, EVEN_SIZE, .f_type = EXT4_SUPER_MAGIC,
+      .caller_is_direct = true, .one_at_a_time = true },
+    { "ext3, write fails", 0, EVEN_SIZE, .f_type = EXT4_SUPER_MAGIC,
+      .rules = { { SYS_WRITE, .nth = 2, .err = ENOSPC } },
+      .one_at_a_time = true, .result = -ENOSPC, .error = NO_ZEROS },
+    { "ext4", 0, EVEN_SIZE, .f_type = EXT4_SUPER_MAGIC,
+      .inode_flags = FS_EXTENT_FL },
+    { "ext4 does not tell", 0, EVEN_SIZE, .f_type = EXT4_SUPER_MAGIC,
+      .rules = { { SYS_IOCTL, ON_CALLER, .err = ENOTTY } } },
+    { "type of the file system is unknown", 0, EVEN_SIZE,
+      .f_type = EXT4_SUPER_MAGIC,
+      .rules = { { SYS_FSTATFS, ON_CALLER, .err = ENOSYS } } },
+    { "xfs", 0, EVEN_SIZE, .f_type = XFS_SUPER_MAGIC },
+
     /* Direct writes refused */
     { "direct refused at once", 0, EVEN_SIZE,
       .rules = { { SYS_WRITE, ON_SECOND, .times = FOREVER, .err = EINVAL } },
@@ -200,8 +222,8 @@ static const Case fixed_cases[] = {
                  { SYS_WRITE, .nth = 3, .err = ENOSPC } },
       .result = -EIO, .error = NO_ZEROS },
     { "two writes fail, lifo", 0, EVEN_SIZE, .order = POOL_LIFO,
-      .rules = { { SYS_WRITE, .nth = 2, .err = ENOSPC },
-                 { SYS_WRITE, .nth = 3, .err = EIO } },
+      .rules = { { SYS_WRITE, .nth = 1, .err = ENOSPC },
+                 { SYS_WRITE, .nth = 2, .err = EIO } },
       .result = -ENOSPC, .error = NO_ZEROS },
     { "write and close fail", 0, EVEN_SIZE,
       .rules = { { SYS_WRITE, .nth = 2, .err = ENOSPC },

@@ -73,6 +73,12 @@ void coroutine_fn aio_task_pool_wait_slot(AioTaskPool *pool)
     wait_for_free_slots(pool, 1);
 }
 
+void coroutine_fn aio_task_pool_wait_one(AioTaskPool *pool)
+{
+    assert(pool->free_slots < pool->slots);
+    wait_for_free_slots(pool, pool->free_slots + 1);
+}
+
 void coroutine_fn aio_task_pool_wait_all(AioTaskPool *pool)
 {
     wait_for_free_slots(pool, pool->slots);

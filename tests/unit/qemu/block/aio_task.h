@@ -28,6 +28,8 @@ int aio_task_pool_status(AioTaskPool *pool);
 /* The pool frees @task with g_free() when it has ended */
 void coroutine_fn aio_task_pool_start_task(AioTaskPool *pool, AioTask *task);
 void coroutine_fn aio_task_pool_wait_slot(AioTaskPool *pool);
+/* For a task of those that run to end, any of them */
+void coroutine_fn aio_task_pool_wait_one(AioTaskPool *pool);
 void coroutine_fn aio_task_pool_wait_all(AioTaskPool *pool);
 
 #endif /* UNIT_BLOCK_AIO_TASK_H */
