@@ -56,6 +56,34 @@ class TestBlockDevice(ImageChecks, BlockDeviceCase):
         self.convert_fails('falloc', fmt)
 
     @each(*FORMATS)
+    def test_B05_convert_auto(self, fmt):
+        """The mode that they need not try others after."""
+        self.succeeds(patched.convert('auto', self.source, self.device, fmt))
+        os.sync()
+        if fmt == 'raw':
+            size = self.source.stat().st_size
+            self.assertTrue(self.backing.read_bytes()[:size] ==
+                            self.source.read_bytes())
+        else:
+            self.succeeds(patched.img('compare', '-f', 'raw', '-F', fmt,
+                                      self.source, self.device))
+
+    @each(*product(('off', 'auto'), ('', '-t none'), (2 * MIB, MIB + 512)))
+    def test_B47_convert_writes_only_the_image(self, mode, flags, size):
+        """A device is larger than the image; the rest is not ours."""
+        data = make_image(self.source, size)
+        self.succeeds(patched.img(
+            'convert', '-f', 'raw', '-O', 'raw', *flags.split(),
+            *(('-o', 'preallocation=auto') if mode == 'auto' else ()),
+            self.source, self.device))
+        os.sync()
+        content = self.backing.read_bytes()
+        self.assertTrue(content[:size] == data)
+        # A device is written in whole blocks.
+        end = -(-size // 4096) * 4096
+        self.assertTrue(content[end:] == self.data[end:], 'written beyond')
+
+    @each(*FORMATS)
     def test_B06_convert_full(self, fmt):
         """A clear error, and the device as it was."""
         self.convert_fails('full', fmt)
@@ -151,6 +179,12 @@ class TestNbd(ImageChecks, TargetCase):
         self.assertEqual(ours.status, 1)
         self.assertSameAsStock(mode, theirs, ours)
         self.assertUnchanged(self.image, self.data)
+
+    def test_B05_convert_auto(self):
+        source = self.t.dir / 'source'
+        data = make_image(source, 4 * MIB)
+        self.succeeds(patched.convert('auto', source, self.device))
+        self.assertUnchanged(self.image, data + self.data[4 * MIB:])
 
     @each('falloc', 'full')
     def test_B05_convert(self, mode):
