@@ -138,6 +138,15 @@ LIMITS = [
     *(f'--target {target} --op create --mode full --size 512 --limit {limit}'
       for target, limit in (('ext4', 1.3), ('xfs', 1.3), ('ext3', 0.9),
                             ('btrfs', 0.9))),
+    # convert: as fast as -S 0 where all is written, else as stock's falloc
+    *(f'--target {target} --op convert --mode {mode} --stock-mode S0 '
+      f'--format {fmt} --size 256 --limit 0.95'
+      for target in ('fuse', 'ext3') for mode in ('falloc', 'full', 'auto')
+      for fmt in ('raw', 'qcow2')),
+    *(f'--target {target} --op convert --mode {mode} --stock-mode falloc '
+      f'--format {fmt} --size 256 --limit 0.95'
+      for target in ('ext4', 'xfs') for mode in ('falloc', 'auto')
+      for fmt in ('raw', 'qcow2')),
 ]
 
 

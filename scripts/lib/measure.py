@@ -67,19 +67,20 @@ def how_to(operation, mode):
     return f'{operation} -o preallocation={mode}'
 
 
-def command(program, operation, mode, file, *, size, source, cache=None):
+def command(program, operation, mode, file, *, size, source, cache=None,
+            fmt='raw'):
     words = [str(program), *how_to(operation, mode).split(), '-q']
     if operation == 'create':
-        return words + ['-f', 'raw', str(file), str(size)]
+        return words + ['-f', fmt, str(file), str(size)]
     if cache:
         words += ['-t', cache]
-    return words + ['-f', 'raw', '-O', 'raw', str(source), str(file)]
+    return words + ['-f', 'raw', '-O', fmt, str(source), str(file)]
 
 
-def check_content(judge, reference, file):
+def check_content(judge, reference, file, fmt='raw'):
     """Compare with the source of convert, or with zeros after create."""
     result = subprocess.run(
-        [judge, 'compare', '-f', 'raw', '-F', 'raw', reference, file],
+        [judge, 'compare', '-f', 'raw', '-F', fmt, reference, file],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         check=False)
     if result.returncode:

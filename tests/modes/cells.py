@@ -25,6 +25,7 @@ sys.path[:0] = [str(REPOSITORY / 'tests' / name)
 
 from e2e import NO_CPU_TIME, Result, run  # noqa: E402
 import targets  # noqa: E402
+from nbd_server import nbd_server  # noqa: E402
 from targets import MIB, Target, TargetError  # noqa: E402
 
 VARIANTS = 'stock', 'patched'
@@ -248,7 +249,7 @@ def served(row, build, directory):
         with _loop_device(directory / 'image') as device:
             yield device
     elif row.served_by == 'nbd':
-        with _nbd_server(build, directory):
+        with nbd_server(build.tool('qemu-nbd'), directory, 'image'):
             yield 'nbd+unix:///?socket=socket'
     else:
         yield 'image'
@@ -272,21 +273,6 @@ def _loop_device(path):
 
 def _is_attached(device):
     return Path('/sys/block', Path(device).name, 'loop').exists()
-
-
-@contextlib.contextmanager
-def _nbd_server(build, directory):
-    server = subprocess.Popen(
-        [build.tool('qemu-nbd'), '-f', 'raw', '-t', '-k', directory /
-         'socket', 'image'], cwd=directory, stdin=subprocess.DEVNULL)
-    try:
-        _wait_for(lambda: (directory / 'socket').exists()
-                  or server.poll() is not None, 'qemu-nbd: no socket')
-        yield
-    finally:
-        server.terminate()
-        server.wait()
-        (directory / 'socket').unlink(missing_ok=True)
 
 
 def _wait_for(condition, problem):
