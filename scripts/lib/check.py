@@ -4,6 +4,8 @@
   (no option)  everything that has to be green before a change lands
   --quick      what answers in under 5 minutes, for daily work
   --full       also what takes long; keeps its summary in docs/results
+  SUITE...     only these of them; with --full, what the summary has of the
+               same source stays in it, so that it can be made in parts
 
 Most suites are meson's (the meson.build files below tests/); "build" builds
 QEMU, "limits" measures. What a suite printed is in build/check/SUITE.log.
@@ -206,15 +208,32 @@ def table(results):
            f'| {sum(r.failed for r in results)} | {minutes:.1f} |')
 
 
+def summary_results(source):
+    """What the summary says of that source, {suite: Result}."""
+    text = SUMMARY.read_text() if SUMMARY.exists() else ''
+    if f'Source: {source} ' not in text:
+        return {}
+    rows = re.findall(r'^\| (\S+) \| (\d+) \| (\d+) \| ([\d.]+) \|$', text,
+                      re.M)
+    return {suite: Result(suite, int(passed), int(failed), 60 * float(minutes))
+            for suite, passed, failed, minutes in rows if suite in FULL}
+
+
 def write_summary(results):
+    source = source_hash()
+    known = {**summary_results(source), **{r.suite: r for r in results}}
+    missing = [suite for suite in FULL if suite not in known]
     SUMMARY.parent.mkdir(parents=True, exist_ok=True)
     SUMMARY.write_text('\n'.join([
         '<!-- SPDX-License-Identifier: GPL-2.0-or-later -->',
         '# scripts/check --full', '',
         f'{datetime.date.today()}, Linux {os.uname().release}, '
         f'{os.cpu_count()} processors.',
-        f'Source: {source_hash()} (`git ls-files -s -- . ":!docs/results" | '
-        'git hash-object --stdin`)', '', *table(results), '']))
+        f'Source: {source} (`git ls-files -s -- . ":!docs/results" | '
+        'git hash-object --stdin`)', '',
+        *table([known[suite] for suite in FULL if suite in known]), '',
+        *([f'Not run with this source: {", ".join(missing)}.', '']
+          if missing else [])]))
     say(f'summary: {SUMMARY}')
 
 
@@ -225,19 +244,27 @@ def parse_args():
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--quick', action='store_true')
     group.add_argument('--full', action='store_true')
-    return parser.parse_args()
+    parser.add_argument('suites', nargs='*', metavar='SUITE')
+    args = parser.parse_args()
+    every = QUICK if args.quick else FULL if args.full else DEFAULT
+    unknown = [suite for suite in args.suites if suite not in every]
+    if unknown:
+        parser.error(f'no such suite: {" ".join(unknown)}; there are: '
+                     f'{" ".join(every)}')
+    args.functions = {suite: function for suite, function in every.items()
+                      if not args.suites or suite in args.suites}
+    return args
 
 
 def main():
     args = parse_args()
-    suites = QUICK if args.quick else FULL if args.full else DEFAULT
     LOGS.mkdir(parents=True, exist_ok=True)
     if not configure():
         say('\n'.join(last_lines(log_of('configure'), TAIL)))
         say(f'cannot build the tests; the whole log: {log_of("configure")}')
         say('0 passed, 1 failed')
         return 1
-    results = [run_suite(*item) for item in suites.items()]
+    results = [run_suite(*item) for item in args.functions.items()]
     say()
     say('\n'.join(table(results)))
     if args.full:
