@@ -33,6 +33,9 @@ FORMATS = {
     'qcow2 extended_l2': ('qcow2', 'extended_l2=on'),
     'qcow2 encrypted': ('qcow2', 'encrypt.format=luks,encrypt.iter-time=10,'
                                  'encrypt.key-secret=key'),
+    'qcow2 compat=0.10 encrypted': (
+        'qcow2', 'compat=0.10,encrypt.format=luks,encrypt.iter-time=10,'
+                 'encrypt.key-secret=key'),
     'luks': ('luks', 'iter-time=10,key-secret=key'),
 }
 # What a header, tables and the like take
@@ -64,7 +67,7 @@ def image_options(image, fmt):
     words = [f'driver={fmt.split()[0]}', f'file.filename={image}']
     if fmt == 'luks':
         words.append('key-secret=key')
-    if fmt == 'qcow2 encrypted':
+    if 'encrypted' in fmt:
         words += ['encrypt.format=luks', 'encrypt.key-secret=key']
     return ','.join(words)
 
@@ -104,7 +107,7 @@ class Converting:
 
     def assertSame(self, image, fmt='raw', source=None):
         if FORMATS.get(fmt, (fmt, ''))[0] == 'qcow2':
-            secret = SECRET if fmt == 'qcow2 encrypted' else ()
+            secret = SECRET if 'encrypted' in fmt else ()
             self.succeeds(patched.img('check', *secret, '--image-opts',
                                       image_options(image, fmt)))
         self.succeeds(patched.img(
@@ -448,6 +451,22 @@ class TestAutoForOtherFormats(Converting, TargetCase):
                    'Backing file and preallocation cannot be used at the '
                    'same time')
         self.assertFalse(self.image.exists())
+
+    def test_not_where_the_format_compresses(self):
+        self.make_source()
+        self.fails(convert('auto', self.source, self.image, 'vmdk',
+                           options='subformat=streamOptimized'),
+                   "Preallocation mode 'auto' not supported for images that "
+                   'are compressed')
+
+    @each('qcow', 'vmdk')
+    def test_flushes_no_more_than_S_0(self, fmt):
+        """Not once for each cluster, since nobody asked for it."""
+        self.make_source(4 * MIB)
+        flushes = [len(calls_on(self.image, self.calls_of(
+            convert(mode, self.source, self.image, fmt)),
+            ('fsync', 'fdatasync'))) for mode in ('S0', 'auto')]
+        self.assertEqual(*flushes)
 
     @each('qcow', 'vmdk', 'qcow2')
     def test_not_compressed(self, fmt):
