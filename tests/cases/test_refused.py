@@ -304,7 +304,9 @@ class TestExtents(ImageChecks, ImageCase):
         ours = self.extents(target, lambda image: getattr(patched, command)(
             mode, image, self.SIZE))
         self.assertGreater(theirs, 0)
-        self.assertLessEqual(ours, theirs * 1.1)
+        # Where a new file begins is by chance, and with it whether it meets
+        # one more boundary of a block group.
+        self.assertLessEqual(ours, theirs * 1.1 + 1)
 
 
 class TestOtherModes(ImageChecks, FuseCase):
