@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'e2e'))
 
-from e2e import (MIB, allocated, calls_on, injected_calls,  # noqa: E402
+from e2e import (MIB, allocated, calls_on,  # noqa: E402
                  offset_of, patched, run, stock, traced)
 from syscalls import WRITES  # noqa: E402
 
@@ -122,12 +122,6 @@ class ImageChecks:
         extents = json.loads(self.succeeds(patched.img(
             'map', '--output=json', '-f', fmt, image)).out)
         self.assertEqual([e for e in extents if 'offset' not in e], [])
-
-    def calls_of(self, command, *faults, status=0):
-        """The system calls of a command with that exit status."""
-        result, calls = injected_calls(command, *faults)
-        self.assertEqual(result.status, status, result)
-        return calls
 
     def assertWritesTile(self, image, calls, start, end):
         """Each byte of the range was written once, and nothing outside."""

@@ -9,8 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cases import (FORMATS, ImageChecks, bytes_written,  # noqa: E402
                    product)
 from e2e import (MIB, MODES, BlockDeviceCase, FuseCase,  # noqa: E402
-                 TargetCase, allocated, each, injected_calls, main,
-                 make_image, patched)
+                 TargetCase, allocated, each, main, make_image, patched)
 
 SIZE = 64 * MIB
 DATA = 24 * MIB
@@ -37,9 +36,8 @@ class Converting(ImageChecks):
     @each(*product(MODES, FORMATS))
     def test_B40_no_byte_is_written_twice(self, mode, fmt):
         """Space was made by writing zeros, and the data written over it."""
-        result, calls = injected_calls(
-            patched.convert(mode, self.source, self.image, fmt))
-        self.assertEqual(result.status, 0, result)
+        calls = self.calls_of(patched.convert(mode, self.source, self.image,
+                                              fmt))
         # The first block finds out the alignment of direct I/O.
         extra = METADATA if fmt == 'qcow2' else 4096
         once = DATA if self.NATIVE and mode != 'full' else SIZE

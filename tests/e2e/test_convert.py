@@ -11,10 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from e2e import (MIB, MODES, NO_CPU_TIME, WRITE_ZEROES,  # noqa: E402
-                 BlockDeviceCase, FuseCase, ImageCase, TargetCase, allocated,
-                 calls_on, each, fallocates, injected_calls, main, old_data,
-                 patched, run, stock)
+from e2e import (MIB, MODES, WRITE_ZEROES, BlockDeviceCase,  # noqa: E402
+                 FuseCase, ImageCase, TargetCase, allocated, calls_on, each,
+                 fallocates, main, old_data, patched, run, stock)
 from nbd_server import nbd_server  # noqa: E402
 from syscalls import WRITES  # noqa: E402
 
@@ -95,15 +94,6 @@ class Converting:
         directory = self.mount('tmpfs').dir
         self.source = directory / name
         return make_source(self.source, size)
-
-    def calls_of(self, command):
-        """The system calls of a command that succeeds."""
-        for _ in range(20):
-            result, calls = injected_calls(command)
-            if NO_CPU_TIME not in result.err:
-                break
-        self.assertEqual(result.status, 0, result)
-        return calls
 
     def assertSame(self, image, fmt='raw', source=None):
         if FORMATS.get(fmt, (fmt, ''))[0] == 'qcow2':

@@ -23,7 +23,7 @@ sys.dont_write_bytecode = True
 sys.path[:0] = [str(REPOSITORY / 'tests' / name)
                 for name in ('e2e', 'targets')]
 
-from e2e import NO_CPU_TIME, Result, run  # noqa: E402
+from e2e import Result, again, run  # noqa: E402
 import targets  # noqa: E402
 from nbd_server import nbd_server  # noqa: E402
 from targets import MIB, Target, TargetError  # noqa: E402
@@ -351,14 +351,6 @@ OPERATIONS = ('create', 'resize', 'truncate', 'convert', 'blockdev-create',
               'measure')
 GROWING = 'resize', 'truncate'
 COMMANDS = {'create': create, 'resize': resize, 'truncate': truncate}
-
-
-def again(function, *args, **options):
-    """Run a command, again where only the clock was too coarse for it."""
-    while True:
-        result = function(*args, **options)
-        if NO_CPU_TIME not in result.err:
-            return result
 
 
 class Outcome(NamedTuple):
